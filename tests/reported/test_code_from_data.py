@@ -54,7 +54,7 @@ def test_headers_that_become_names(hub: Hub, tmp_path: Path, part: str, name: st
     with pytest.raises(DamagedError, match=rf"^answer from .*: expected {name} with .*; found "):
         zoo.load("tiny", members="0-19", source=ADDRESS).stack()
     names = [path.name for path in tmp_path.rglob("*")]
-    assert not [x for x in names if "pwn" in x or "eeee" in x or "xxxx" in x]
+    assert not [x for x in names if "pwn" in x or "e" * 100 in x or "x" * 100 in x]
 
 
 @pytest.mark.parametrize("revision", ["%2e%2e", "..", "a/../../b", "%2e%2e%2fx", "x" * 300, "a%00b"])
