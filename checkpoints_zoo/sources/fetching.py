@@ -80,8 +80,8 @@ class Download:
     @property
     def positions(self) -> list[tuple[int, FileRange]]:
         """The ranges, each with the position of its first byte in the member."""
-        starts = accumulate((file_range.nbytes for file_range in self.request.ranges), initial=0)
-        return list(zip(starts, self.request.ranges, strict=False))
+        starts = accumulate((file_range.nbytes for file_range in self.request.ranges[:-1]), initial=0)
+        return list(zip(starts, self.request.ranges, strict=True))
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,10 @@ def map_shifts(table: Table, shifts: Mapping[str, Tensor], element: Element) -> 
         shifts: name -> vector (entry) or (member, entry).
         element: the element. Its own shifts are left out.
     """
-    ranks = (1, 1, 1, 3)
-    rows = [len(v) for part, rank in zip(element.parts(), ranks, strict=False) for v in part.values() if v.ndim > rank]
+    parts_and_ranks = (
+        (element.permutations, 1), (element.scales, 1), (element.signs, 1), (element.matrices, 3),
+    )  # fmt: skip
+    rows = [len(v) for part, rank in parts_and_ranks for v in part.values() if v.ndim > rank]
     mapped = {}
     for name, vector in shifts.items():
         one = table.shifts[name]

@@ -52,9 +52,9 @@ def says(package: Path, room: str) -> str:
 
 
 def first_sentence(file: Path) -> str:
-    """Return the first sentence of a file's docstring, on one line."""
+    """Return the first sentence of a file's docstring, on one line, for a cell of a Markdown table."""
     text = " ".join((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n\n")[0].split())
-    return re.split(r"(?<=\.)\s(?=[A-Z`])", text)[0]
+    return re.split(r"(?<=\.)\s(?=[A-Z`])", text)[0].replace("|", "\\|")
 
 
 def imports(package: Path, layers: Sequence[Sequence[str]]) -> dict[str, set[str]]:

@@ -33,7 +33,7 @@ def test_the_whole_suite_runs_in_one_process_a_core(tmp_path: Path, named: tuple
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     more = {"PYTHONPATH": str(ROOT), "FOUND": str(found), "PYTEST_XDIST_AUTO_NUM_WORKERS": "2"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *named]
-    run = subprocess.run(command, cwd=tmp_path, env=own | more, text=True, capture_output=True)
+    run = subprocess.run(command, cwd=tmp_path, env=own | more, text=True, capture_output=True, timeout=300)
     assert run.returncode == 0, run.stdout
     assert "8 passed" in run.stdout
     assert {folder.name for folder in found.iterdir()} == workers

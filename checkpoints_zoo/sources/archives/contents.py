@@ -1,8 +1,8 @@
 """The index of an archive: its members with their byte ranges, and its other files, each with the reason why it is no
 member.
 
-This file also reads members' ids from their names, and predicts the order of names in an archive, because the index
-needs both.
+This is one file, because the index needs members' ids, which are read from their names, and the predicted order of
+names in an archive.
 """
 
 from __future__ import annotations

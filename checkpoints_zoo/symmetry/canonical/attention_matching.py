@@ -121,7 +121,7 @@ def match_to_means(table: Table, params: Params, most: int, generator: np.random
     for count, i in enumerate(rest, 1):
         matches[i], _ = _improve(table, matches[i], {n: t / count for n, t in total.items()}, most, is_matched=False)
         total = {name: tensor + matches[i].tensors[name][0] for name, tensor in total.items()}
-    together, has_improved = _join(matches), True
+    together = _join(matches)
     for _ in range(most):
         mean = {name: tensor.mean(0) for name, tensor in together.tensors.items()}
         together, has_improved = _improve(table, together, mean, _SWEEPS_OF_A_PASS)
